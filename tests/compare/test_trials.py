@@ -49,6 +49,12 @@ def test_every_variation_meets_every_point_of_the_grid_and_every_seed() -> None:
     assert len({trial.subfolder for trial in made}) == 24
 
 
+def test_a_variation_may_have_another_number_of_seeds() -> None:
+    variations = {"a": {"seeds": 1}, "b": {}, "c": {"seeds": 3}}
+    made = trials(comparison(pretrain=PRETRAIN, variations=variations, seeds=2, first_seed=5))
+    assert [(trial.name, trial.seed) for trial in made] == [("a", 5), ("b", 5), ("c", 5), ("b", 6), ("c", 6), ("c", 7)]
+
+
 def test_the_budget_replaces_that_of_the_recipe() -> None:
     made = trials(comparison(pretrain=PRETRAIN, budget={"tokens": "5M"}))
     tree = override({"train": {"budget": {"time": 7200}}}, made[0].settings["pretrain"])

@@ -62,6 +62,7 @@ class Variation(Config):
     pretrain: Settings = Field(default={}, description="changes to pretraining; `recipe`, `start_from`, `vectors` too")
     finetune: Settings = Field(default={}, description="changes to every task; `recipe` too")
     tasks: dict[str, Settings] = Field(default={}, description="changes to one task, by its name")
+    seeds: int | None = Field(default=None, ge=1, description="repetitions; default: those of the comparison")
 
 
 class Range(Config):

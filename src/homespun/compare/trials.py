@@ -115,9 +115,13 @@ def trials(recipe: CompareRecipe, *, found: Mapping[str, Settings] | None = None
 
     The first seed of all variants comes first, for comparisons that are stopped early.
     """
-    every = variants(recipe)
-    seeds = range(recipe.first_seed, recipe.first_seed + recipe.seeds)
-    return [Trial(recipe, variant, seed, (found or {}).get(variant.name, {})) for seed in seeds for variant in every]
+    counts = [(variant, variant.variation.seeds or recipe.seeds) for variant in variants(recipe)]
+    return [
+        Trial(recipe, variant, recipe.first_seed + number, (found or {}).get(variant.name, {}))
+        for number in range(max(count for _, count in counts))
+        for variant, count in counts
+        if number < count
+    ]
 
 
 def first_trials(trials: Sequence[Trial]) -> list[Trial]:
