@@ -55,6 +55,7 @@ def verdict(out: Path, **test: object) -> str | None:
         ({"of": "phrasebank", "lower": "reformer", "higher": "bert"}, "holds"),
         ({"of": "phrasebank", "lower": "bert", "higher": "reformer"}, "does not hold"),
         ({"of": "phrasebank", "lower": "bert", "higher": "window-16"}, "cannot be decided"),
+        ({"of": "phrasebank", "lower": "bert", "higher": "window-16", "relevant": 0.2}, "does not hold"),
         ({"of": "phrasebank", "lower": "bert", "higher": "window-16", "within": 0.2}, "holds"),
         ({"of": "phrasebank", "lower": "bert", "higher": "window-16", "within": 0.005}, "cannot be decided"),
         ({"of": "phrasebank", "lower": "reformer", "higher": "bert", "within": 0.01}, "does not hold"),
