@@ -3,9 +3,9 @@
 Each claim of ``claims.yaml`` names the tests that decide it. A claim holds if all of its tests do:
 
 - ``lower`` and ``higher``: the difference is significant, after Holm's correction for all pairs that claims name for a
-  comparison and measure (planned comparisons), including those that have not been run. The claim does not hold if the
-  order is the opposite one, or if the difference and what the comparison could have detected are together not larger
-  than ``relevant``.
+  comparison and measure (planned comparisons), including those that have not been run; a pair that is judged again
+  after more trainings counts once for each of its ``looks``. The claim does not hold if the order is the opposite one,
+  or if the difference and what the comparison could have detected are together not larger than ``relevant``.
 - ``within``: the difference and what the comparison could have detected are together not larger.
 - ``at_most``: the same of the part by which ``higher`` is above ``lower``, so that the opposite order holds too.
 - ``at_least``: the mean over seeds is above it, beyond its 95 % interval over seeds and test examples.
@@ -60,6 +60,7 @@ class ClaimTest(Config):
     within: float | None = Field(default=None, description="the two do not differ by more")
     at_most: float | None = Field(default=None, description="`higher` is not above `lower` by more")
     relevant: float | None = Field(default=None, description="smallest difference that the source reports")
+    looks: int = Field(default=1, ge=1, description="times it was judged, with seeds added between or all run again")
     model: str = Field(default="", description="variation that has at least `at_least`")
     at_least: float | None = None
 
@@ -129,6 +130,7 @@ class Experiments:
         for test in (test for claim in claims for test in claim.tests if not test.model):
             measured = self._planned.setdefault(test.experiment, {}).setdefault(test.of, set())
             measured.add(frozenset((test.lower, test.higher)))
+            measured |= {frozenset((test.lower, test.higher, f"look {look}")) for look in range(1, test.looks)}
         self._tasks: dict[str, dict[str, TaskComparison]] = {}
 
     def tasks(self, name: str) -> dict[str, TaskComparison]:
@@ -300,8 +302,8 @@ and cannot be decided; the others have not been run. A verdict is for the scale 
 small models), not for the one of the source.
 
 p: paired permutation test on the test rows and Student's t over seeds, the larger of the two, corrected by Holm for the
-pairs that the claims name (before 2026-11-30: for all pairs of the comparison, see [sources-runs.md](sources-runs.md));
-of losses and costs over seeds alone. Detectable: the true difference that such a comparison finds with
+pairs that the claims name, each as often as it was judged (before 2026-11-30: for all pairs of the comparison, see
+[sources-runs.md](sources-runs.md)); of losses and costs over seeds alone. Detectable: the true difference that such a comparison finds with
 a probability of 80 %. A claim of a difference does not hold if the order is the opposite one, or if the difference
 and the detectable one are together at most 1 point of accuracy, 0.03 nats or 5 % of time or memory, or what the source
 reports at least."""

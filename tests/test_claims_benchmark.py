@@ -120,8 +120,11 @@ def test_a_page_decides_until_a_comparison_does(out: Path) -> None:
 
 
 def test_p_values_are_corrected_for_the_pairs_that_claims_name(out: Path) -> None:
-    def evidence(*others: str, of: str) -> str:
-        tests = [ClaimTest(experiment="small", of=of, lower="reformer", higher=higher) for higher in ("bert", *others)]
+    def evidence(*others: str, of: str, looks: int = 1) -> str:
+        pairs = [(higher, looks if higher == "bert" else 1) for higher in ("bert", *others)]
+        tests = [
+            ClaimTest(experiment="small", of=of, lower="reformer", higher=higher, looks=looks) for higher, looks in pairs
+        ]
         every = [Claim(source="", where="", claim="", tests=[test]) for test in tests]
         found = judge(every[0], Experiments(out, every))
         assert found is not None
@@ -136,6 +139,7 @@ def test_p_values_are_corrected_for_the_pairs_that_claims_name(out: Path) -> Non
         alone, three = evidence(of=of), evidence("window-16", "not-run", of=of)
         assert detectable(alone) < detectable(three)
         assert evidence("bert", of=of) == alone  # two claims of one pair are one test
+        assert evidence(of=of, looks=3) == three  # each look counts as a pair
 
 
 def test_unfinished_trials_decide_nothing(tmp_path: Path) -> None:
