@@ -303,7 +303,7 @@ small models), not for the one of the source.
 
 p: paired permutation test on the test rows and Student's t over seeds, the larger of the two, corrected by Holm for the
 pairs that the claims name, each as often as it was judged (before 2026-11-30: for all pairs of the comparison, see
-[sources-runs.md](sources-runs.md)); of losses and costs over seeds alone. Detectable: the true difference that such a comparison finds with
-a probability of 80 %. A claim of a difference does not hold if the order is the opposite one, or if the difference
-and the detectable one are together at most 1 point of accuracy, 0.03 nats or 5 % of time or memory, or what the source
-reports at least."""
+[sources-runs.md](sources-runs.md)); of losses and costs over seeds alone. Detectable: the true difference that such a
+comparison finds with a probability of 80 %. A claim of a difference does not hold if the order is the opposite one, or
+if the difference and the detectable one are together at most 1 point of accuracy, 0.03 nats or 5 % of time or memory,
+or what the source reports at least."""
