@@ -1,8 +1,9 @@
 """Experiments of the sources at the scale of a small machine: prepare the data, then run `homespun compare`.
 
 Each comparison is a file of ``benchmarks/comparisons``, has a budget of tokens, and is timed by processor time. The
-same command resumes an interrupted one. ``--minutes`` sets a budget of processor time for every variation instead,
-``--length`` another row length with as many tokens a step; both have their own folder below ``--out``.
+same command resumes an interrupted one. ``--minutes`` gives every variation equal time instead: a few steps of each are
+timed, in turn, and its budget is the steps that fit, so that the load of the machine in later hours changes no result.
+``--length`` sets another row length with as many tokens a step. Both have their own folder below ``--out``.
 `benchmarks.claims` reads the results.
 
 Texts and labelled rows are from the shared data sets, which are not part of the project.
@@ -22,16 +23,21 @@ import subprocess
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
+
+import yaml
 
 from benchmarks.paths import SHARED
 from homespun.compare.recipe import CompareRecipe, compare_recipe, flat
 from homespun.errors import UserError
+from homespun.report.comparison_records import read_comparison
 
 COMPARISONS = Path(__file__).parent / "comparisons"
 VOCAB_SIZE = 8000
+_TIMED_STEPS, _TIMED_RUNS = 20, 3
 _FEWEST = 10  # filings whose training part has an item, or it is no class
 
 
@@ -42,7 +48,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("name", choices=known, help="which comparison")
     parser.add_argument("--data", type=Path, default=SHARED, help="the folder of the shared data sets")
     parser.add_argument("--out", type=Path, default=Path("runs/sources"), help="where data and comparisons go")
-    parser.add_argument("--minutes", type=float, help="of processor time for each variation, in place of its tokens")
+    parser.add_argument("--minutes", type=float, help="of processor time for each variation, in place of its budget")
     parser.add_argument("--length", type=int, help="tokens of a row, in place of the comparison's")
     parser.add_argument("--prepare", action="store_true", help="the data alone")
     parser.add_argument("settings", nargs="*", help="KEY=VALUE changes to the comparison, such as seeds=3")
@@ -60,7 +66,9 @@ def run(arguments: list[str]) -> dict[str, Any]:
         settings += at_length(compare_recipe(str(file)), options.length)
     if options.minutes is not None:
         folder = folder.with_name(f"{folder.name}-minutes")
-        settings += at_equal_time(compare_recipe(str(file)), options.minutes)
+        given = [*settings, *options.settings]
+        speeds = {} if options.prepare else measure_speeds(file, folder.with_name(f"{folder.name}-speeds"), given)
+        settings += at_equal_time(compare_recipe(str(file), given), options.minutes, speeds)
     if not options.prepare:
         _homespun("compare", str(file), "--out", str(folder), *settings, *options.settings)
     found = folder / "comparison.json"
@@ -104,13 +112,49 @@ def at_length(recipe: CompareRecipe, length: int) -> list[str]:
     ]
 
 
-def at_equal_time(recipe: CompareRecipe, minutes: float) -> list[str]:
-    """Return settings for ``minutes`` of processor time, of pretraining, or of each task without pretraining."""
-    assert recipe.pretrain is not None
-    budget = f"{{time: {minutes * 60:g}, clock: processor}}"
-    if flat(recipe.pretrain.settings).get("train.budget.steps") != 0:
-        return [f"pretrain.settings.train.budget={budget}"]
-    return [f"finetune.{name}.settings.train.budget={budget}" for name in recipe.finetune]
+def at_equal_time(recipe: CompareRecipe, minutes: float, speeds: Mapping[str, float]) -> list[str]:
+    """Return settings for ``minutes`` of processor time, of pretraining, or of each task without pretraining.
+
+    Args:
+        recipe: of the comparison.
+        minutes: of each training.
+        speeds: seconds of a step of pretraining by variation, as from `measure_speeds`. Others keep their budget.
+    """
+    if not _pretrains(recipe):
+        budget = f"{{time: {minutes * 60:g}, clock: processor}}"
+        return [f"finetune.{name}.settings.train.budget={budget}" for name in recipe.finetune]
+    steps = {name: max(1, round(minutes * 60 / seconds)) for name, seconds in speeds.items()}
+    limits = "{time: null, tokens: null, epochs: null, steps: %d, clock: processor}"
+    return [f"variations.{name}.pretrain.train.budget={limits % number}" for name, number in steps.items()]
+
+
+def measure_speeds(file: Path, folder: Path, settings: Sequence[str]) -> dict[str, float]:
+    """Return the processor seconds of a step of pretraining by variation.
+
+    Each is the median of `_TIMED_RUNS` short runs, which take turns with those of the other variations. They stay in
+    ``folder``, so that a comparison that is resumed has the same budgets. Variations without training have none.
+    """
+    budget = f"{{time: null, tokens: null, epochs: null, steps: {_TIMED_STEPS}, clock: processor}}"
+    short = [f"pretrain.settings.train.budget={budget}", "pretrain.settings.train.validate_every=1.0"]
+    short += ["finetune={}", "benchmark=null", f"seeds={_TIMED_RUNS}"]
+    recipe = compare_recipe(str(file), [*settings, *short])
+    if not _pretrains(compare_recipe(str(file), settings)):
+        return {}
+    trained = {name: variation for name, variation in recipe.variations.items() if variation.start_from is None}
+    tree = recipe.model_copy(update={"variations": trained}).model_dump(mode="json", exclude_unset=True)
+    timed = folder.with_name(f"{folder.name}.yaml")
+    timed.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    _homespun("compare", str(timed), "--out", str(folder))
+    found = {}
+    for variant in read_comparison(folder).variants:
+        costs = [record.summary.get("seconds_per_step") for record in variant.records("pretrain")]
+        if known := [seconds for seconds in costs if seconds is not None]:
+            found[variant.name] = median(known)
+    return found
+
+
+def _pretrains(recipe: CompareRecipe) -> bool:
+    return recipe.pretrain is not None and flat(recipe.pretrain.settings).get("train.budget.steps") != 0
 
 
 def financial(data: Path, out: Path) -> None:

@@ -23,6 +23,9 @@ from homespun.compare.recipe import CompareRecipe, compare_recipe
 from homespun.compare.trials import trials
 from homespun.errors import UserError
 
+sys.path.insert(0, str(Path(__file__).parent / "report"))
+from comparison_folder import BERT, REFORMER, make_comparison
+
 NAMES = sorted(path.stem for path in sources.COMPARISONS.glob("*.yaml"))
 NEEDED = {"financial-electra": "financial-mlm"}  # whose models it starts from
 ROWS = 2000  # of a sampled file, so that every class of twenty has some
@@ -63,14 +66,40 @@ def test_other_lengths_have_as_many_tokens_a_step(name: str, rows: int, held_out
         stage_settings("scratch", lambda recipe: sources.at_length(recipe, 512))
 
 
-def test_equal_time_is_processor_time_in_place_of_tokens() -> None:
-    stages = stage_settings("financial-tasks", lambda recipe: sources.at_equal_time(recipe, 1.5))
+def test_equal_time_is_the_steps_that_fit_in_it() -> None:
+    speeds = {"bert": 0.5, "reformer": 0.25}
+    stages = stage_settings("financial-tasks", lambda recipe: sources.at_equal_time(recipe, 1.5, speeds))
     budget = {setting for setting in stages["pretrain"] if setting.startswith("train.budget")}
-    assert budget == {"train.budget.time=90", "train.budget.clock=processor"}
+    limits = {"train.budget.time=null", "train.budget.tokens=null", "train.budget.epochs=null"}
+    assert budget >= {"train.budget.steps=180", "train.budget.clock=processor"} | limits
     assert "train.budget.epochs=5" in stages["sentiment"]
-    stages = stage_settings("scratch", lambda recipe: sources.at_equal_time(recipe, 1.5))
+    stages = stage_settings("scratch", lambda recipe: sources.at_equal_time(recipe, 1.5, {}))
     assert "train.budget.steps=0" in stages["pretrain"]
     assert all({"train.budget.time=90"} <= stages[task] for task in ("patents", "newsgroups", "items"))
+
+
+def test_speeds_are_medians_of_short_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    def compare(*words: str) -> None:
+        calls.append(words)
+        make_comparison(Path(words[3]), everyone=(BERT, REFORMER), failed=True)
+
+    monkeypatch.setattr(sources, "_homespun", compare)
+    monkeypatch.setattr(sources, "MADE", dict.fromkeys(sources.MADE, lambda data, out: None))
+    file = sources.COMPARISONS / "financial-tasks.yaml"
+    speeds = sources.measure_speeds(file, tmp_path / "speeds", ["seeds=2"])
+    assert set(speeds) == {"bert", "reformer"}  # the third failed
+    assert speeds["bert"] < speeds["reformer"]
+    recipe = compare_recipe(calls[0][1])
+    assert len(trials(recipe)) == 3 * len(compare_recipe(str(file)).variations)
+    assert all(len(trial.stages) == 1 for trial in trials(recipe))
+    frozen = sources.COMPARISONS / "agnews-frozen.yaml"
+    sources.measure_speeds(frozen, tmp_path / "frozen", [])
+    timed = compare_recipe(calls[1][1]).variations
+    assert set(timed) == {name for name, each in compare_recipe(str(frozen)).variations.items() if not each.start_from}
+    assert sources.measure_speeds(sources.COMPARISONS / "scratch.yaml", tmp_path / "none", []) == {}
+    assert len(calls) == 2
 
 
 class Fork:
