@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from figures import stop_drawing
@@ -621,3 +622,19 @@ def test_the_mean_curve_goes_as_far_as_all() -> None:
 def test_variations_stand_in_the_order_of_the_recipe(folder: Path) -> None:
     names = [variant.name for variant in read_comparison(folder).variants]
     assert names == ["bert", "reformer", "window-16", "window-128", "causal", "giant"]
+
+
+@pytest.mark.parametrize(("budget", "warned"), [({"time": 180}, True), ({"tokens": 1_000_000}, False)])
+def test_a_changing_load_under_a_budget_of_time_is_a_warning(
+    budget: dict[str, int], warned: bool, tmp_path: Path, undrawn: None
+) -> None:
+    path = make_comparison(tmp_path / "timed", everyone=(BERT, SMALL), seeds=2, failed=False)
+    for config in path.glob("trials/*/*/pretrain/config.yaml"):
+        tree = yaml.safe_load(config.read_text())
+        tree["train"]["budget"] = budget
+        config.write_text(yaml.safe_dump(tree))
+    change(path / "trials" / "bert" / "seed-1" / "pretrain" / "result.json", tokens=400_000)
+    notices = [notice for notice in write(path)["notices"] if "budget of time" in notice]
+    assert len(notices) == warned
+    if warned:
+        assert "bert (pretrain) saw 400k to 845k tokens" in notices[0]

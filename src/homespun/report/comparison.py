@@ -87,6 +87,7 @@ class Report:
         lead += paragraphs(summary.certainty(comparison, tasks), summary.limits(comparison, tasks))
         lead += notices(summary.progress(comparison), *(warning for task in tasks for warning in task.warnings))
         lead += notices(*comparison.warnings, summary.machines(len(tables.machines(comparison))))
+        lead += notices(summary.unequal_text(comparison, self.stages))
         chapters = {
             "Quality": self._quality(),
             "Resources": first_open({_stage_title(stage): self._resources(stage) for stage in self.stages}),

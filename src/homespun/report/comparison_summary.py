@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -10,10 +11,11 @@ from homespun.report.comparison_quality import Candidate, TaskComparison, compar
 from homespun.report.comparison_records import STATUSES, Comparison, Variant, comparable_variants
 from homespun.report.document import fill
 from homespun.report.formats import FURTHER_METRICS, metric_title, number
-from homespun.report.records import as_tree
+from homespun.report.records import RunRecord, as_tree
 from homespun.report.summary import compare_with_unigram_baseline, describe_budget
 from homespun.results import mean_and_deviation
 
+_UNEQUAL = 1.25  # ratio of tokens over seeds, from which a budget of time is called unequal
 _FEW = 500  # test examples, below which only large differences are significant
 
 
@@ -156,6 +158,25 @@ def fronts(found: Sequence[tuple[str, Sequence[str]]]) -> str:
 def machines(count: int) -> str:
     """Return a warning about several machines; empty for one."""
     return _sentence("machines", count=count) if count > 1 else ""
+
+
+def unequal_text(comparison: Comparison, stages: Sequence[str]) -> str:
+    """Return a warning if seeds of a variant saw different amounts of text under a budget of time; else empty."""
+    found = []
+    for variant, stage in itertools.product(comparison.variants, stages):
+        timed = [record for record in variant.records(stage) if _has_time_limit(record)]
+        seen = [tokens for record in timed if (tokens := record.summary.get("tokens"))]
+        if seen and max(seen) >= _UNEQUAL * min(seen):
+            found.append((max(seen) / min(seen), variant.name, stage, min(seen), max(seen)))
+    if not found:
+        return ""
+    _, name, stage, least, most = max(found)
+    return _sentence("unequal_text", name=name, stage=stage, least=least, most=most, others=len(found) - 1)
+
+
+def _has_time_limit(record: RunRecord) -> bool:
+    budget = as_tree(as_tree(record.config.get("train")).get("budget"))
+    return number(budget.get("time")) is not None
 
 
 def progress(comparison: Comparison) -> str:
