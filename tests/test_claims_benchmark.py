@@ -121,10 +121,8 @@ def test_a_page_decides_until_a_comparison_does(out: Path) -> None:
 
 def test_p_values_are_corrected_for_the_pairs_that_claims_name(out: Path) -> None:
     def evidence(*others: str, of: str, looks: int = 1) -> str:
-        pairs = [(higher, looks if higher == "bert" else 1) for higher in ("bert", *others)]
-        tests = [
-            ClaimTest(experiment="small", of=of, lower="reformer", higher=higher, looks=looks) for higher, looks in pairs
-        ]
+        first = ClaimTest(experiment="small", of=of, lower="reformer", higher="bert", looks=looks)
+        tests = [first, *(first.model_copy(update={"higher": higher, "looks": 1}) for higher in others)]
         every = [Claim(source="", where="", claim="", tests=[test]) for test in tests]
         found = judge(every[0], Experiments(out, every))
         assert found is not None
