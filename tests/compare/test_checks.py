@@ -78,6 +78,12 @@ def test_what_can_be_built_is_built_without_weights(made: Path) -> None:
     assert checked(made, finetune=task(made), variations=variations) == []
 
 
+def test_a_cache_of_hidden_states_is_not_opened(made: Path, tmp_path: Path) -> None:
+    cached = {"finetune": {"objective.frozen": True, "objective.cache": str(tmp_path / "cache")}}
+    assert checked(made, finetune=task(made), variations={"cached": cached}) == []
+    assert not (tmp_path / "cache").exists()
+
+
 def test_all_that_cannot_be_built_is_listed_at_once_with_its_reason(made: Path) -> None:
     variations = {
         "good": {},

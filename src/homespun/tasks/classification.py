@@ -160,7 +160,7 @@ class Classification(ClassTraining):
         auxiliary = AuxiliaryLM.of(model, config, self.auxiliary_lm) if self.auxiliary_lm else None
         head, config = build_text_head(self, model, config, len(labels), long_inputs)
         reader = config.reader
-        if self.cache:
+        if self.cache and not any(parameter.is_meta for parameter in model.parameters()):  # without weights: a check
             count = self.last_layers if self.layers == "last" else num_mixed_layers(model.backbone)
             width = count * model.backbone.hidden_size
             reader = CachedEncoder.of(
