@@ -59,7 +59,7 @@ class ClaimTest(Config):
     higher: str = ""
     within: float | None = Field(default=None, description="the two do not differ by more")
     at_most: float | None = Field(default=None, description="`higher` is not above `lower` by more")
-    relevant: float | None = Field(default=None, description="smallest difference that the source reports")
+    relevant: float | None = Field(default=None, description="half of the difference that the source reports")
     looks: int = Field(default=1, ge=1, description="times it was judged, with seeds added between or all run again")
     model: str = Field(default="", description="variation that has at least `at_least`")
     at_least: float | None = None
@@ -306,4 +306,5 @@ pairs that the claims name, each as often as it was judged (before 2026-11-30: f
 [sources-runs.md](sources-runs.md)); of losses and costs over seeds alone. Detectable: the true difference that such a
 comparison finds with a probability of 80 %. A claim of a difference does not hold if the order is the opposite one, or
 if the difference and the detectable one are together at most 1 point of accuracy, 0.03 nats or 5 % of time or memory,
-or what the source reports at least."""
+or, in verdicts since 2026-11-30, half of the difference of accuracies that the source reports, or the least of several
+differences."""
