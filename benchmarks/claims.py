@@ -8,6 +8,7 @@ Each claim of ``claims.yaml`` names the tests that decide it. A claim holds if a
   or if the difference and what the comparison could have detected are together not larger than ``relevant``.
 - ``within``: the difference and what the comparison could have detected are together not larger.
 - ``at_most``: the same of the part by which ``higher`` is above ``lower``, so that the opposite order holds too.
+- ``less_than_in``: `higher` is above `lower` by less than in this task, by the differences of the seeds.
 - ``at_least``: the mean over seeds is above it, beyond its 95 % interval over seeds and test examples.
 
 What is neither way cannot be decided. Verdicts are kept in ``--store``, so that comparisons may be run on several
@@ -59,6 +60,7 @@ class ClaimTest(Config):
     higher: str = ""
     within: float | None = Field(default=None, description="the two do not differ by more")
     at_most: float | None = Field(default=None, description="`higher` is not above `lower` by more")
+    less_than_in: str = Field(default="", description="task in which `higher` is above `lower` by more than in `of`")
     relevant: float | None = Field(default=None, description="half of the difference that the source reports")
     looks: int = Field(default=1, ge=1, description="times it was judged, with seeds added between or all run again")
     model: str = Field(default="", description="variation that has at least `at_least`")
@@ -70,6 +72,8 @@ class ClaimTest(Config):
             raise ValueError("give lower and higher, or model and at_least")
         if None not in (self.within, self.at_most):
             raise ValueError("give within or at_most")
+        if self.less_than_in and (self.model or self.within is not None or self.at_most is not None):
+            raise ValueError("give less_than_in with lower and higher alone")
         return self
 
 
@@ -127,7 +131,7 @@ class Experiments:
     def __init__(self, out: Path, claims: Iterable[Claim]) -> None:
         self._out = out
         self._planned: dict[str, dict[str, set[frozenset[str]]]] = {}  # by comparison, then by what is measured
-        for test in (test for claim in claims for test in claim.tests if not test.model):
+        for test in (t for claim in claims for t in claim.tests if not t.model and not t.less_than_in):
             measured = self._planned.setdefault(test.experiment, {}).setdefault(test.of, set())
             measured.add(frozenset((test.lower, test.higher)))
             measured |= {frozenset((test.lower, test.higher, f"look {look}")) for look in range(1, test.looks)}
@@ -173,6 +177,8 @@ def _judge(test: ClaimTest, experiments: Experiments) -> tuple[Verdict, str] | N
     named = [v for v in comparison.variants if v.name in (test.lower, test.higher, test.model)]
     if len(named) < (1 if test.model else 2) or any(len(v.done) < max(2, len(v.trials)) for v in named):
         return None
+    if test.less_than_in:
+        return interaction(test, experiments.tasks(test.experiment))
     if test.of in comparison.tasks:
         measured = _task(experiments.tasks(test.experiment)[test.of])
     else:
@@ -244,6 +250,24 @@ def _task(task: TaskComparison) -> _Measured:
         return formats.spread((mean, deviation))
 
     return _Measured(models, tests, 0.01, write, lambda gap: f"{100 * gap:.1f} points", rows)
+
+
+def interaction(test: ClaimTest, tasks: Mapping[str, TaskComparison]) -> tuple[Verdict, str] | None:
+    """Compare the differences of two variations in two tasks, seed by seed."""
+    gaps = {}
+    for name in (test.of, test.less_than_in):
+        values = _task(tasks[name]).values if name in tasks else {}
+        pairs = zip(values.get(test.higher, ()), values.get(test.lower, ()), strict=True)
+        gaps[f"{test.higher} - {test.lower} in {name}"] = [higher - lower for higher, lower in pairs]
+    if not all(gaps.values()):
+        return None
+    less, more = gaps
+    write_gap = lambda gap: f"{100 * gap:.1f} points"  # noqa: E731
+    write = lambda mean, deviation: f"{100 * mean:.1f} ± {write_gap(deviation or 0)}"  # noqa: E731
+    measured = _Measured(gaps, compare_seeds(gaps), 0.01, write, write_gap)
+    return measured.difference(
+        ClaimTest(experiment=test.experiment, of=test.of, lower=less, higher=more, relevant=test.relevant)
+    )
 
 
 def _pretraining(comparison: Comparison, of: str, pairs: set[frozenset[str]]) -> _Measured:

@@ -11,6 +11,7 @@ from benchmarks.claims import Claim, ClaimTest, Experiments, Found, judge, page,
 
 from homespun.compare.recipe import compare_recipe
 from homespun.compare.trials import variants
+from homespun.report.comparison_quality import Candidate, TaskComparison
 
 sys.path.insert(0, str(Path(__file__).parent / "report"))
 from comparison_folder import BERT, REFORMER, SMALL, WIDE, make_comparison
@@ -29,6 +30,7 @@ def test_every_claim_is_decided_by_a_comparison_or_a_page() -> None:
             named = {test.lower, test.higher, test.model} - {""}
             assert named <= {variant.name for variant in variants(recipe)}
             assert test.of.partition(".")[0] in {*recipe.finetune, "pretrain", "loss"}
+            assert test.less_than_in in {"", *recipe.finetune}
 
 
 def test_the_page_is_that_of_the_verdicts() -> None:
@@ -87,6 +89,33 @@ def test_a_test_is_of_one_kind(test: dict[str, object]) -> None:
         ClaimTest.model_validate({"experiment": "small", "of": "loss", **test})
     with pytest.raises(ValueError, match="give"):
         ClaimTest(experiment="small", of="loss", lower="a", higher="b", within=0.1, at_most=0.1)
+    with pytest.raises(ValueError, match="give"):
+        ClaimTest(experiment="small", of="loss", lower="a", higher="b", within=0.1, less_than_in="few")
+
+
+@pytest.mark.parametrize(
+    ("all_texts", "few_texts", "expected"),
+    [
+        ([0.80, 0.81, 0.82], [0.62, 0.60, 0.61], "holds"),  # ahead by 1 point, and by 11
+        ([0.90, 0.91, 0.92], [0.52, 0.50, 0.51], "does not hold"),  # by 11, and by 1
+        ([0.80, 0.81, 0.82], [0.52, 0.50, 0.51], "does not hold"),  # by 1 and 1: 2 points would have been found
+        ([0.80, 0.86, 0.82], [0.52, 0.50, 0.60], "cannot be decided"),
+    ],
+)
+def test_a_difference_that_is_smaller_in_another_task(
+    all_texts: list[float], few_texts: list[float], expected: str
+) -> None:
+    below = {"all": [0.79, 0.80, 0.811], "few": [0.511, 0.49, 0.50]}
+    tasks = {}
+    for name, values in (("all", all_texts), ("few", few_texts)):
+        candidates = [Candidate(n, "model", "", v) for n, v in (("full", below[name]), ("reformer", values))]
+        tasks[name] = TaskComparison(name, "accuracy", candidates, {}, [], {}, True, "test")
+    given = {"of": "all", "less_than_in": "few", "lower": "full", "higher": "reformer", "relevant": 0.02}
+    test = ClaimTest.model_validate({"experiment": "small", **given})
+    found = claims.interaction(test, tasks)
+    assert found is not None
+    assert found[0] == expected
+    assert claims.interaction(test, {"all": tasks["all"]}) is None
 
 
 def test_one_refuted_test_refutes_a_claim_and_a_missing_one_leaves_it_open(out: Path) -> None:
