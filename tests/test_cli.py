@@ -145,20 +145,26 @@ def test_unknown_command(words: list[str], message: str) -> None:
         (RuntimeError("can't start new thread"), "out of memory"),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "), "--resume"),
         (ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)), "--resume"),
+        (OSError("got end of file during message"), "--resume"),
+        (EOFError(), "--resume"),
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "out of memory"),
     ],
 )
 def test_limits_of_the_system_are_one_line(
     error: Exception, fix: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(**_: object) -> None:
+    program = typer.Typer()
+
+    @program.command()
+    def fail() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "app", full)
+    monkeypatch.setattr(cli, "app", program)
+    monkeypatch.setattr(sys, "argv", ["homespun"])
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = capsys.readouterr().err.strip().splitlines()  # typer prints an empty line before an EOFError
     assert fix in line
 
 

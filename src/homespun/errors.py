@@ -57,8 +57,9 @@ def describe_system_error(error: Exception) -> str | None:
     if is_out_of_memory(error):
         why = f" ({first_line(error)})" if str(error) else ""
         return f"out of memory{why}; close other programs, or take smaller batches or a smaller model, and repeat it"
-    # torch raises the first from a signal handler, anywhere in the program
-    if "DataLoader worker (pid" in str(error) or isinstance(error, ConnectionResetError):
+    # torch raises the first from a signal handler, anywhere in the program; the others are of the pipe of the process
+    killed = "DataLoader worker (pid" in str(error) or "got end of file during message" in str(error)
+    if killed or isinstance(error, ConnectionResetError) or (isinstance(error, EOFError) and not error.args):
         return "another process ended, perhaps out of memory; repeat the command, with --resume if it has this option"
     number, file = getattr(error, "errno", None), getattr(error, "filename", None)
     if number is None:

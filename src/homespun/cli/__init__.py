@@ -323,7 +323,7 @@ def main() -> NoReturn:
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # new processes import nothing from the working directory
     shorten_warnings()
     try:
-        status = app(standalone_mode=False)
+        status = _run()
     except UserError as error:
         _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -340,6 +340,15 @@ def main() -> NoReturn:
     if status == 130:  # typer returns it for Ctrl-C
         typer.echo("stopped", err=True)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _run() -> object:
+    try:
+        return app(standalone_mode=False)
+    except typer.Abort as abort:
+        if isinstance(abort.__cause__, EOFError):  # of a pipe; typer takes it for the end of an input by a user
+            raise abort.__cause__ from None
+        raise
 
 
 def _refuse_usage(error: typer.BadParameter) -> NoReturn:
