@@ -183,7 +183,7 @@ def picture(cells: Cells) -> bytes:
 _BEFORE = """# Attentions by length
 
 Which attention costs and learns how much on rows of 128, 1,024 and 4,096 tokens? Two layers of 128 with learned
-positions (the last two have their own), masked prediction of newsgroups in bf16. Equal tokens: 1 M; equal time: a
+positions (the last two have their own), masked prediction of newsgroups in float32. Equal tokens: 1 M; equal time: a
 minute of processor time. Then topics of financial tweets (short texts, 64 tokens) and newsgroups read as far as the
 rows go (long texts), one epoch with a linear layer on the mean of the vectors. Three seeds, mean ± standard deviation;
 milliseconds of processor time, a step has 4,096 tokens; memory of the process. Losses in nats. Bold: the best mean,
