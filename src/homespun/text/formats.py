@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -70,8 +71,8 @@ def without_surrogates(text: str) -> str:
 def decode_stream(stream: BinaryIO, name: str, encoding: str | None) -> Iterator[str]:
     """Decode ``stream`` in pieces.
 
-    Without ``encoding`` it is detected: by the byte order mark, else UTF-8 if it fits, else from the non-ASCII letters
-    of the first chunk.
+    Without ``encoding`` it is detected: by the byte order mark, else UTF-8 if it fits, else, with a warning, from the
+    non-ASCII letters of the first chunk.
 
     Raises:
         UserError: invalid bytes for the encoding, with their offset; an unknown encoding.
@@ -287,7 +288,12 @@ def _likely_encoding(head: bytes, name: str) -> str:
             raise UserError(f"{name}: unknown encoding ({byte}); {_SET_ENCODING}") from error
         # a few accents fit several code pages equally well; cp1252 is by far the most common
         western = any(m.chaos <= best.chaos + 0.01 for m in fitting if "cp1252" in m.could_be_from_charset)
-        return "cp1252" if western else best.encoding
+        encoding = "cp1252" if western else best.encoding
+        warnings.warn(
+            f"{name} is not UTF-8: read as {encoding}, guessed from its letters; if they are wrong, {_SET_ENCODING}",
+            stacklevel=2,
+        )
+        return encoding
     return "utf-8"
 
 
