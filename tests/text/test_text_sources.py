@@ -23,7 +23,7 @@ import pytest
 import zstandard
 
 from homespun.errors import UserError
-from homespun.text import formats
+from homespun.text import decoding, formats
 from homespun.text.input_files import class_names, digest_files
 from homespun.text.quoting import SAMPLE_LINES
 from homespun.text.sources import Document, ReadProgress, read_documents, read_records
@@ -258,14 +258,14 @@ def test_a_file_that_is_ascii_for_long_and_then_latin(tmp_path: Path) -> None:
     late = {"text": "Ein schöner Gruß aus München, wo man über die Straße geht"}
     early = [{"text": "plain"}] * 40_000
     path.write_bytes(as_jsonl(early) + b"\n" + json.dumps(late, ensure_ascii=False).encode("latin-1"))
-    assert path.stat().st_size > 2 * formats.CHUNK
+    assert path.stat().st_size > 2 * decoding.CHUNK
     with pytest.warns(UserWarning, match="guessed"):
         assert read(path)[-1] == late
 
 
 def test_undecodable_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
-    good = "é".encode() + b"x" * (formats.CHUNK + 101)
+    good = "é".encode() + b"x" * (decoding.CHUNK + 101)
     path.write_bytes(good + b"\xff\xfe tail")
     message = problem(path)
     assert f"offset {len(good)}" in message
@@ -274,8 +274,8 @@ def test_undecodable_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
     assert "--encoding" in message
     path.write_bytes(b"abc\xe4")
     assert "offset 3 is not ascii" in problem(path, encoding="ascii")
-    path.write_bytes("é".encode() + b" x" * formats.CHUNK + b"\xc3")  # cut in the middle of a letter
-    assert f"offset {2 + 2 * formats.CHUNK}" in problem(path)
+    path.write_bytes("é".encode() + b" x" * decoding.CHUNK + b"\xc3")  # cut in the middle of a letter
+    assert f"offset {2 + 2 * decoding.CHUNK}" in problem(path)
     text = "你好世界今天天气很好我们去公园玩\n中国的经济发展很快\n" * 4
     path.write_bytes(text.encode() + b"\xe4\xbd")  # not mojibake of another encoding
     assert f"offset {len(text.encode())}" in problem(path)
@@ -375,7 +375,7 @@ def test_json_shapes(tmp_path: Path) -> None:
 
 
 def test_a_json_array_is_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "CHUNK", 17)
+    monkeypatch.setattr(decoding, "CHUNK", 17)
     path = tmp_path / "a.json"
     rows = [{"text": "x" * n, "n": n} for n in (0, 1, 5, 13, 101, 2003)]
     for indent in (None, 2):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from homespun.text.clean import sentence_spans
-from homespun.text.formats import without_surrogates
+from homespun.text.decoding import without_surrogates
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 

@@ -19,7 +19,7 @@ from homespun.choices import TokenizerKind
 from homespun.config import Tree
 from homespun.errors import UserError, VocabularyTooLarge, first_line, nearest
 from homespun.io.atomic import write_text
-from homespun.text.formats import without_surrogates
+from homespun.text.decoding import without_surrogates
 from homespun.text.panics import refuse_panics
 from homespun.text.sentencepiece_families import convert_sentencepiece, is_sentencepiece
 from homespun.text.special_tokens import ROLES, SpecialTokensTemplate, find_roles, find_token

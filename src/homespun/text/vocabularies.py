@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Engine
 from homespun.choices import TokenizerKind
 from homespun.errors import UserError, first_line
 from homespun.io.json import read_optional
-from homespun.text.formats import without_surrogates
+from homespun.text.decoding import without_surrogates
 
 KINDS: tuple[TokenizerKind, ...] = get_args(TokenizerKind)
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from homespun.config import Tree
-from homespun.text.formats import without_surrogates
+from homespun.text.decoding import without_surrogates
 
 _MOST_BYTES = 64_000_000  # of the cache, about; a word takes 200 and its characters
 _BYTES_OF_A_WORD = 200
