@@ -11,7 +11,8 @@ from homespun.errors import UserError
 
 CHUNK = 1 << 18  # bytes read at a time; the encoding is detected on the first chunk
 # the option of a command, the setting of a recipe, and the argument in Python
-_SET_ENCODING = "give its encoding, such as cp1252, by --encoding, data.encoding or encoding="
+_OPTIONS = "--encoding, data.encoding or encoding="
+_SET_ENCODING = f"give its encoding, such as cp1252, by {_OPTIONS}"
 
 _BYTE_ORDER_MARKS = (  # UTF-32 first: its marks begin with those of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -86,7 +87,8 @@ def _likely_encoding(head: bytes, name: str) -> str:
         western = any(m.chaos <= best.chaos + 0.01 for m in fitting if "cp1252" in m.could_be_from_charset)
         encoding = "cp1252" if western else best.encoding
         warnings.warn(
-            f"{name} is not UTF-8: read as {encoding}, guessed from its letters; if they are wrong, {_SET_ENCODING}",
+            f"{name} is not UTF-8: read as {encoding}, guessed from its letters; if they are wrong, "
+            f"give another by {_OPTIONS}",
             stacklevel=2,
         )
         return encoding
