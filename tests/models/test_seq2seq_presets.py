@@ -11,6 +11,7 @@ from homespun.hf.match import match_architecture
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.heads import CausalLMHeadConfig
 from homespun.models.neighbour_heads import CAUSAL_OFFSETS, OFFSETS
 from homespun.models.presets import PRESETS
 from homespun.nn.masks import Mask
@@ -76,9 +77,8 @@ def test_recipes_with_scales_are_t5s(name: str) -> None:
     recipe = pretrain_recipe(name)
     assert recipe.model.encoder.scale_attn_weights
     assert recipe.model.decoder.scale_attn_weights
-    match, notes = match_architecture(
-        ModelConfig(backbone=recipe.model.with_tokens(331, 0), head=recipe.objective.head)
-    )
+    head = getattr(recipe.objective, "head", CausalLMHeadConfig())  # the default of denoising
+    match, notes = match_architecture(ModelConfig(backbone=recipe.model.with_tokens(331, 0), head=head))
     assert (match.architecture.name, notes) == ("T5ForConditionalGeneration", ())
 
 

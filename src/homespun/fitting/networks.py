@@ -53,7 +53,6 @@ _STRENGTHS = (0.01, 0.1, 1.0)  # inverse regularisation of the classifier on a f
 # seconds on one core for an example and a weight: 20 to 60 iterations on 2,000 to 3,000 vectors of 384 numbers
 _LAYER_COST = 1.5e-8
 _PRETRAINING_EPOCHS = 20  # the held-out loss of a small text was lower after 23 than after 12 or 72 (results/fit.md)
-_SENTINELS = 100  # sentinels of a new vocabulary for text to text
 _CONTINUE = ('train.optimizer={"kind": "adamw", "learning_rate": 1e-4}', "train.schedule.kind=linear")
 _CONTINUE_MLM = ("objective.probability=0.15",)
 _MEASURED_TEXTS, _MEASUREMENTS, _MEASURED_SECONDS = 64, 4, 5.0
@@ -278,13 +277,12 @@ def pretrain_on(
         display.line(
             f"vocabulary size: {size:,} (one token per {_CHARACTERS_PER_TOKEN} characters, at most {_VOCABULARY:,})"
         )
-        sentinels = _SENTINELS if recipe == "spun-encoder-decoder" else 0
-        train = partial(train_tokenizer, read, tokenizer, kind="bpe", sentinels=sentinels)
+        train = partial(train_tokenizer, read, tokenizer, kind="bpe")
         try:
-            train(vocab_size=size + sentinels)
+            train(vocab_size=size)
         except VocabularyTooLarge as error:  # few distinct words
             display.line(f"vocabulary size: {error.possible:,}, which the text allows")
-            train(vocab_size=error.possible + sentinels)
+            train(vocab_size=error.possible)
     if not (folder / "corpus" / "corpus.json").is_file():
         make_corpus(read, tokenizer if start_from is None else open_tokenizer(start_from), folder / "corpus")
     resume = (run / "config.yaml").is_file()
