@@ -54,6 +54,7 @@ _FREE = frozenset(
                 "seed",
             )
         ),
+        "backbone.copy_heads",
         "head.dropout",
         "head.input_dropout",
     }

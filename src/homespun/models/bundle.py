@@ -22,6 +22,7 @@ from homespun.io.atomic import atomic_path, file_digest
 from homespun.io.json import read_object
 from homespun.migration import TASK_PATH, migrate
 from homespun.models.config import ModelConfig
+from homespun.models.copy_heads import fit_copy_heads
 from homespun.models.model import Model
 from homespun.models.neighbour_heads import fit_neighbour_heads
 from homespun.text.tokenizer import Tokenizer
@@ -74,7 +75,7 @@ _INITIALISERS = frozenset(
     {
         *(init.normal_, init.uniform_, init.trunc_normal_, init.orthogonal_),
         *(init.kaiming_normal_, init.kaiming_uniform_, init.xavier_normal_, init.xavier_uniform_),
-        *(torch.Tensor.normal_, torch.Tensor.uniform_, fit_neighbour_heads),
+        *(torch.Tensor.normal_, torch.Tensor.uniform_, fit_neighbour_heads, fit_copy_heads),
     }
 )
 

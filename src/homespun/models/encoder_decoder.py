@@ -10,6 +10,7 @@ from homespun.attention import AttentionConfig
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.backbone import EncoderDecoder
+from homespun.models.copy_heads import initialise_copy_heads
 from homespun.models.embeddings import NgramStreams
 from homespun.models.encoder import (
     EncoderConfig,
@@ -54,6 +55,11 @@ class EncoderDecoderConfig(Config):
         default=False, description="train the embedding of the padding token (T5, where it starts the decoder)"
     )
     ngram: int = Field(default=0, ge=0, description="prediction streams of the decoder (ProphetNet); 0: none")
+    copy_heads: bool = Field(
+        default=False,
+        description="initialise a head to copy: it attends to the source tokens that follow the last token and adds "
+        "them to the prediction. Needs encoder.neighbour_heads=1",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -96,6 +102,8 @@ class EncoderDecoderConfig(Config):
                 f"ngram={self.ngram} needs decoder.attention.kind=ngram, not {self.decoder.attention.kind}; remove "
                 f"decoder.attention or set ngram: 0"
             )
+        if self.copy_heads:
+            self._check_copy_heads()
         for name in ("vocab_size", "pad_token_id", "embedding_size"):
             values = getattr(self.encoder, name), getattr(self.decoder, name)
             if values[0] != values[1]:
@@ -106,6 +114,19 @@ class EncoderDecoderConfig(Config):
                 f"{self.decoder.hidden_size}; set embedding_size"
             )
         return self
+
+    def _check_copy_heads(self) -> None:
+        if self.encoder.is_recurrent or self.decoder.is_recurrent:
+            raise ValueError("copy_heads is for transformers, not recurrent stacks; remove it")
+        if self.encoder.neighbour_heads != 1 or self.encoder.initialization != "fan_in":
+            raise ValueError(
+                "copy_heads needs an encoder head that sees the previous token; set encoder.neighbour_heads=1 and "
+                "encoder.initialization=fan_in"
+            )
+        if self.encoder.positions.kind == "sinusoidal":  # neighbour heads see several positions
+            raise ValueError("copy_heads does not support sinusoidal positions; set encoder.positions.kind=learned")
+        if self.ngram:
+            raise ValueError("copy_heads does not support prediction streams (ngram); remove one of them")
 
     @property
     def stacks(self) -> tuple[StackConfig, StackConfig]:
@@ -204,9 +225,12 @@ class EncoderDecoderConfig(Config):
         check_vocabulary(self.vocab_size, **{name: getattr(self, name) for name in NAMED_TOKENS})
         embeddings = self.decoder.build_embeddings(words=encoder.embeddings.words)
         decoder = self.decoder.build(embeddings, source_size=encoder.hidden_size)
-        return EncoderDecoder(
+        model = EncoderDecoder(
             encoder, decoder, decoder_start_token_id=self.decoder_start_token_id, predicting=self._predicting()
         )
+        if self.copy_heads:
+            initialise_copy_heads(model)
+        return model
 
     def _predicting(self) -> NgramStreams | None:
         if not self.ngram:

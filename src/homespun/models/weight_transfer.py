@@ -132,7 +132,7 @@ def change_stacks(backbone: BackboneConfig, changes: Mapping[str, object]) -> Ba
                 f"model.encoder.KEY=VALUE or model.decoder.KEY=VALUE"
             )
         stacks[name] = change_backbone(stacks[name], stack_changes)
-    return backbone.model_copy(update=stacks)
+    return backbone.model_copy(update=stacks | {"copy_heads": False})  # the weights come from the checkpoint
 
 
 def change_backbone(

@@ -67,8 +67,8 @@ ELMO: dict[str, Tree] = {
 # Our own models, the blocks with the lowest loss for equal training time (results/efficiency.md): pre-norm, no dropout,
 # weights initialised by width, output projections by zero. The decoder is the block of NanoChat (rotary positions,
 # norms without weights, qk_norm, squared ReLU), the encoder that of ModernBERT with attention biases and
-# neighbour_heads, the encoder-decoder that of T5 1.1 with neighbour_heads, one table of embeddings, and scaled scores
-# and embeddings, which `homespun.hf.folding` converts on export.
+# neighbour_heads, the encoder-decoder that of T5 1.1 with neighbour_heads, copy_heads, one table of embeddings, and
+# scaled scores and embeddings, which `homespun.hf.folding` converts on export.
 _BLOCK: Tree = {
     "max_position_embeddings": 2048,
     "type_vocab_size": 0,
@@ -129,6 +129,7 @@ SPUN: dict[str, Tree] = {
             "encoder": _gated(values) | _ENCODER_DECODER,
             "decoder": {"attention": _RELATIVE_BIAS},
             "learned_padding": True,
+            "copy_heads": True,
         }
         for size, values in _SIZES.items()
     },
