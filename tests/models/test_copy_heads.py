@@ -11,6 +11,7 @@ from homespun.errors import UserError
 from homespun.models.bundle import SkipInit
 from homespun.models.copy_heads import fit_copy_heads
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.weight_transfer import change_stacks
 
 LENGTH, VOCAB, SHIFT = 60, 8000, 13
 DRAWN: dict[str, Any] = {"initialization": "fan_in", "initializer_range": 0.03, "neighbour_heads": 1}
@@ -127,3 +128,10 @@ def test_stacks_that_cannot_copy_are_refused(preset: str, encoder: dict[str, Any
 def test_layers_that_cannot_copy_are_refused(encoder: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, UserError), match=message):
         config("bart-mini", DRAWN | encoder).build()
+
+
+def test_a_checkpoint_with_another_attention_keeps_its_own_weights() -> None:
+    stacks = config("bart-mini", DRAWN)
+    changed = change_stacks(stacks, {"encoder": {"attention": {"kind": "linformer", "k": 8}}})
+    assert not changed.copy_heads
+    changed.build()
