@@ -22,7 +22,7 @@ WORDS = ["team", "bank", "league", "market", "player", "trader", "coach", "broke
 SMALL = {
     "8_000": "300",
     "8000": "300",
-    "bart-mini": "bart-mini model.preset=bart-tiny",
+    "pretrain spun-encoder-decoder": "pretrain spun-encoder-decoder model.preset=spun-encoder-decoder-tiny",
     "train.budget.time=2h": "train.budget.steps=2",
 }
 
