@@ -12,7 +12,7 @@ import pytest
 from homespun.config import parse_bytes
 from homespun.errors import UserError
 from homespun.fitting.fit import fit
-from homespun.fitting.results import FitSettings, next_steps
+from homespun.fitting.results import FitSettings, next_steps, numbers_not_in_sources
 from homespun.fitting.verdict import commands, headline, problems
 
 RESULT: dict[str, Any] = {
@@ -107,6 +107,13 @@ def test_a_model_that_is_not_better_than_the_baseline_is_warned_of(tmp_path: Pat
             assert result["never_predicted"] == ["rare"]
             assert "rare" in result["next"][0]
     assert found == [True, True, False]
+
+
+def test_texts_with_many_numbers_that_are_not_in_their_sources_are_warned_of() -> None:
+    test = {"unsupported_numbers": 0.59, "unsupported_numbers_target": 0.15}
+    assert numbers_not_in_sources(test) == ["59% of the numbers in generated texts are not in their sources"]
+    assert numbers_not_in_sources(test | {"unsupported_numbers": 0.3}) == []
+    assert numbers_not_in_sources({}) == []
 
 
 def test_commands_quote_the_folder() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from homespun.data.source_target import SourceTargetPair
 from homespun.errors import UserError
-from homespun.metrics.text import Rouge, mean_scores
+from homespun.metrics.text import Rouge, mean_scores, unsupported_numbers
 from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.tasks.summaries import central_sentences, measure_baselines, sentence_baselines
 
@@ -26,6 +26,14 @@ def test_means_of_texts() -> None:
     given = [{"rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.25}] * 4
     found = mean_scores(given, ["a b", "", "a b c d", "a b"], ["x", "x", "y", "x"])
     assert found == given[0] | {"rows": 4, "words": 2.0, "commonest": 0.5, "commonest_target": 0.75}
+
+
+def test_numbers_that_are_not_in_their_sources_are_counted() -> None:
+    texts = ["Sales rose 4 % to $1,200.5.", "no number", "2 and 2 and 7"]
+    sources = ["It rose 4 % from 3 to $1,200.5", "5", "2 of 17"]
+    found = unsupported_numbers(texts, ["1,200", "4", "17"], sources)
+    assert found == {"unsupported_numbers": 1 / 4, "unsupported_numbers_target": 2 / 3}
+    assert unsupported_numbers(["none"], ["1"], ["1"])["unsupported_numbers"] == 0
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

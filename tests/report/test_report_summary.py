@@ -134,6 +134,16 @@ def test_constant_output_is_reported(
     assert ("a generates the same text for 75.0\u00a0% of the sources" in words) == is_reported
 
 
+@pytest.mark.parametrize(("written", "targets", "is_reported"), [(0.6, 0.15, True), (0.35, 0.15, False)])
+def test_invented_numbers_are_reported(
+    written: float, targets: float, is_reported: bool, tmp_path: Path, finetuning: Make
+) -> None:
+    test = {"rouge1": 0.5, "rows": 300, "unsupported_numbers": written, "unsupported_numbers_target": targets}
+    path = finetuning(tmp_path / "a", seeds=1, measures=["rouge1"], test=test, baselines={})
+    (words,) = summary([read_run(path)])
+    assert ("60.0\u00a0% of the numbers in its texts are not in their sources." in words) == is_reported
+
+
 def test_folds_count_every_text_once(tmp_path: Path, finetuning: Make, metrics: Make) -> None:
     def folded(mean: float) -> dict[str, Any]:
         means = {name: {"mean": mean, "std": 0.01, "values": []} for name in ("accuracy", "macro_f1")}

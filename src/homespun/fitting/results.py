@@ -37,8 +37,10 @@ from homespun.linear import PLAIN
 from homespun.metrics.classification import Metrics, scalars
 from homespun.report import formats
 from homespun.report.formats import metric_text
+from homespun.report.records import invented_numbers
 from homespun.report.significance import bootstrap_interval, permutation_test, wilson_interval
 from homespun.results import VERSION
+from homespun.results import Metrics as RecordedMetrics
 from homespun.tasks.protocol import Measured
 from homespun.tasks.text_models import TextModel, measure, measure_all
 from homespun.tasks.text_outputs import measure_outputs
@@ -231,6 +233,12 @@ def _row(one: Candidate, test: Metrics, scores: Mapping[str, NDArray[np.float64]
         row["difference_interval"] = bootstrap_interval(differences)
         row["p"] = permutation_test(differences, 1.0 if np.isin(differences, (-1, 0, 1)).all() else None)
     return row
+
+
+def numbers_not_in_sources(test: Metrics) -> list[str]:
+    """Return a warning if many numbers of generated texts are not in their sources."""
+    share = invented_numbers([RecordedMetrics.model_validate(test)])
+    return [f"{share:.0%} of the numbers in generated texts are not in their sources"] if share else []
 
 
 def not_better(parts: Mapping[str, tuple[Metrics, Metrics]], title: str, metric: str, task: str) -> list[str]:

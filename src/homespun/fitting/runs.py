@@ -39,6 +39,7 @@ from homespun.fitting.results import (
     never_predicted,
     next_steps,
     not_better,
+    numbers_not_in_sources,
     open_folder,
     write_results,
 )
@@ -213,6 +214,7 @@ class _RunFit:
             best = max(measured, key=lambda row: score(row["test"], metric))
             compared = {"test": (selected["test"], best["test"])}
             found["warnings"] += not_better(compared, best["title"], metric, self.task.name)
+        found["warnings"] += numbers_not_in_sources(selected["test"])
         return found
 
     def _show(self, row: Tree) -> None:

@@ -15,6 +15,7 @@ from homespun.metrics.classification import Metrics
 ANSWER_METRICS = ("exact_match", "f1")
 ROUGE_METRICS = ("rouge1", "rouge2", "rougeL")
 
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -101,6 +102,22 @@ def mean_scores(scores: Sequence[dict[str, float]], texts: Sequence[str], target
     words = fmean(len(text.split()) for text in texts)
     shares = {"commonest": _commonest(texts), "commonest_target": _commonest(targets)}
     return {"rows": len(scores), **means, "words": words, **shares}
+
+
+def unsupported_numbers(texts: Sequence[str], targets: Sequence[str], sources: Sequence[str]) -> Metrics:
+    """Return the share of the numbers in texts, and in targets, that are not in their sources.
+
+    The keys are ``unsupported_numbers`` and ``unsupported_numbers_target``; 0 without numbers. A model that invents
+    figures may still have a good ROUGE.
+    """
+    shares = {"unsupported_numbers": texts, "unsupported_numbers_target": targets}
+    return {name: _unsupported(written, sources) for name, written in shares.items()}
+
+
+def _unsupported(texts: Sequence[str], sources: Sequence[str]) -> float:
+    found = [(set(_NUMBER.findall(text)), source) for text, source in zip(texts, sources, strict=True)]
+    missing = sum(len(numbers - set(_NUMBER.findall(source))) for numbers, source in found if numbers)
+    return missing / max(1, sum(len(numbers) for numbers, _ in found))
 
 
 def _commonest(texts: Sequence[str]) -> float:

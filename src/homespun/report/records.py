@@ -21,7 +21,7 @@ from homespun.report.formats import metric_title, number
 from homespun.results import Event, Metrics, RunResult, Validation, is_number, mean_over_trainings
 
 Tree = Mapping[str, Any]
-_CONSTANT = 0.1  # share of equal outputs that is reported
+_LEAST_SHARE = 0.1  # of equal outputs, or of unsupported numbers, that is reported
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "result.json")
 
 
@@ -204,10 +204,19 @@ def _add_losses(curves: dict[str, Series], event: Event) -> None:
 
 def constant_output(tests: Sequence[Metrics]) -> float:
     """Return the share of the most frequent output text if it is far more frequent than the same target, else 0."""
-    written, targets = (mean_over_trainings(tests, name) for name in ("commonest", "commonest_target"))
+    return _above_targets(tests, "commonest")
+
+
+def invented_numbers(tests: Sequence[Metrics]) -> float:
+    """Return the share of numbers that are not in their sources if it is far above that of targets, else 0."""
+    return _above_targets(tests, "unsupported_numbers")
+
+
+def _above_targets(tests: Sequence[Metrics], name: str) -> float:
+    written, targets = (mean_over_trainings(tests, key) for key in (name, f"{name}_target"))
     if written is None or targets is None:
         return 0.0
-    return written[0] if written[0] > _CONSTANT + 2 * targets[0] else 0.0
+    return written[0] if written[0] > _LEAST_SHARE + 2 * targets[0] else 0.0
 
 
 def undefined(name: str, tests: Sequence[Metrics], measure: str) -> str | None:

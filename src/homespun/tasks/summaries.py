@@ -14,7 +14,7 @@ from homespun.data.source_target import SourceTargetPair
 from homespun.errors import UserError
 from homespun.extractive import fit_ranker
 from homespun.metrics.classification import Metrics
-from homespun.metrics.text import Rouge, mean_scores
+from homespun.metrics.text import Rouge, mean_scores, unsupported_numbers
 from homespun.tasks.protocol import Measured
 from homespun.tasks.seq2seq_data import TextPairsData
 from homespun.text.clean import split_sentences
@@ -67,8 +67,9 @@ def measure_baselines(
 
 def _mean_metrics(scored: Sequence[_Scored]) -> Metrics:
     """Average the scores of pairs with their generated texts."""
-    targets = [pair.targets[0] for pair, _, _ in scored]
-    return mean_scores([scores for _, _, scores in scored], [text for _, text, _ in scored], targets)
+    texts, targets = [text for _, text, _ in scored], [pair.targets[0] for pair, _, _ in scored]
+    numbers = unsupported_numbers(texts, targets, [pair.source for pair, _, _ in scored])
+    return mean_scores([scores for _, _, scores in scored], texts, targets) | numbers
 
 
 def typical_count(targets: Sequence[str]) -> int:
