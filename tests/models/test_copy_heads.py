@@ -130,6 +130,11 @@ def test_layers_that_cannot_copy_are_refused(encoder: dict[str, Any], message: s
         config("bart-mini", DRAWN | encoder).build()
 
 
+def test_heads_of_two_widths_are_refused() -> None:
+    with pytest.raises(UserError, match="not 32 and 64"):
+        config("bart-mini", DRAWN, decoder={"num_attention_heads": 8}).build()
+
+
 def test_a_checkpoint_with_another_attention_keeps_its_own_weights() -> None:
     stacks = config("bart-mini", DRAWN)
     changed = change_stacks(stacks, {"encoder": {"attention": {"kind": "linformer", "k": 8}}})

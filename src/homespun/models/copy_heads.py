@@ -34,8 +34,8 @@ def initialise_copy_heads(model: EncoderDecoder) -> None:
         model: a new model whose encoder has `initialise_neighbour_heads`, so that head 0 sees the previous token.
 
     Raises:
-        UserError: reversible layers, embeddings of another width than the layers, or an attention other than
-            `MultiHeadAttention` in the encoder.
+        UserError: reversible layers, embeddings of another width than the layers, heads of two widths, or an attention
+            other than `MultiHeadAttention` in the encoder.
     """
     sizes = {stack.hidden_size for stack in model.stacks} | {stack.embeddings.embedding_size for stack in model.stacks}
     if len(sizes) > 1:
@@ -44,10 +44,19 @@ def initialise_copy_heads(model: EncoderDecoder) -> None:
             "model.encoder.embedding_size"
         )
     (_, attention), (_, cross) = _sublayers(model)
-    wide = isinstance(attention, MultiHeadAttention) and attention.query.in_features == model.hidden_size
-    if not wide or not isinstance(cross, CrossAttention):
+    if (
+        not isinstance(attention, MultiHeadAttention)
+        or attention.query.in_features != model.hidden_size
+        or not isinstance(cross, CrossAttention)
+    ):
         raise UserError(
             "copy_heads needs multi-head attention in layers that are not reversible; set model.copy_heads=false"
+        )
+    heads = {module.query.out_features // module.num_attention_heads for module in (attention, cross)}
+    if len(heads) > 1:
+        raise UserError(
+            f"copy_heads needs heads of one width in both stacks, not {min(heads)} and {max(heads)}; set "
+            f"model.copy_heads=false, or remove model.decoder.num_attention_heads"
         )
     fit_copy_heads(model.encoder.embeddings.words.weight, model)
 
